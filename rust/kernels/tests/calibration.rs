@@ -68,6 +68,11 @@ fn output_error(weights: &[f32], packed: &PackedMatrix, x: &[f32]) -> f64 {
     sum
 }
 
+/// Returns the damping that calibration adds for `rows` rows of `n` inputs.
+fn damping(n: usize, rows: usize) -> f64 {
+    f64::max(0.01, 0.5 * n as f64 / rows as f64)
+}
+
 /// Returns the rotated rows of `x: [rows, cols]`, padded to `n` inputs.
 fn rotated_rows(x: &[f32], cols: usize, n: usize) -> impl Iterator<Item = Vec<f64>> {
     padded_rows(x, cols, n).map(|row| {
@@ -86,7 +91,7 @@ proptest! {
         let n = cols.next_multiple_of(HALF);
         let x = inputs(seed, n + more, cols, 9);
         let weights = random(seed ^ 77, rows * cols);
-        let u = upper_cholesky(&inverse(damped_hessian(rotated_rows(&x, cols, n), n), n), n);
+        let u = upper_cholesky(&inverse(damped_hessian(rotated_rows(&x, cols, n), n, damping(n, n + more)).0, n), n);
         let packed = exec(2, Isa::best(), |exec| {
             packed(exec, Format::Int8, &weights, cols, statistics(exec, &x, cols, 100).as_ref())
         });
@@ -124,7 +129,7 @@ proptest! {
         const ROWS: usize = 48;
         let n = halves * HALF;
         let (x, weights) = (inputs(seed, 10 * n, n, 20), random(seed ^ 77, ROWS * n));
-        let h = damped_hessian(rotated_rows(&x, n, n), n);
+        let (h, _) = damped_hessian(rotated_rows(&x, n, n), n, damping(n, 10 * n));
         let packed = exec(2, Isa::best(), |exec| {
             packed(exec, Format::Int4, &weights, n, statistics(exec, &x, n, 100).as_ref())
         });
@@ -167,14 +172,18 @@ proptest! {
         let Case { rows, cols, more, seed } = case;
         let n = cols.next_multiple_of(HALF);
         let x = inputs(seed, n + more, cols, 9);
-        let (weights, errors) = (random(seed ^ 77, rows * cols), random(seed ^ 5, (n + more) * rows));
-        let inverse = inverse(damped_hessian(rotated_rows(&x, cols, n), n), n);
-        let scale = rotated_rows(&x, cols, n).flatten().map(|x| x * x).sum::<f64>() / n as f64;
+        // Errors that a change of the weights would correct.
+        let [weights, change] = [77, 5].map(|salt| random(seed ^ salt, rows * cols));
+        let product = |row: &[f32], x: &[f32]| row.iter().zip(x).map(|(weight, x)| 4.0 * weight * x).sum::<f32>();
+        let errors = x.chunks_exact(cols).flat_map(|x| change.chunks_exact(cols).map(move |row| product(row, x)));
+        let errors = errors.collect::<Vec<_>>();
+        let (hessian, scale) = damped_hessian(rotated_rows(&x, cols, n), n, damping(n, n + more));
+        let inverse = inverse(hessian, n);
         // Rows of V, and of the corrected weights.
         let mut sums = vec![0.0; rows * n];
         for (x, errors) in rotated_rows(&x, cols, n).zip(errors.chunks_exact(rows)) {
             for (sums, error) in sums.chunks_exact_mut(n).zip(errors) {
-                sums.iter_mut().zip(&x).for_each(|(sum, x)| *sum += f64::from(*error) * x / scale);
+                sums.iter_mut().zip(&x).for_each(|(sum, x)| *sum += f64::from(*error) * x * scale);
             }
         }
         let found = exec(2, Isa::best(), |exec| {
@@ -276,7 +285,7 @@ fn calibrated_errors_are_those_of_the_packed_rows() {
     const ROWS: usize = 19;
     for cols in [HALF, BLOCK, 3 * BLOCK, 4 * BLOCK + HALF] {
         let (x, weights) = (inputs(6, cols + 150, cols, 9), random(7, ROWS * cols));
-        let hessian = damped_hessian(rotated_rows(&x, cols, cols), cols);
+        let (hessian, _) = damped_hessian(rotated_rows(&x, cols, cols), cols, damping(cols, cols + 150));
         exec(2, Isa::best(), |exec| {
             let (statistics, source) = (statistics(exec, &x, cols, 100).unwrap(), Weights(&weights, cols));
             for format in FORMATS {

@@ -79,7 +79,7 @@ proptest! {
         let n = cols.next_multiple_of(64);
         let x = inputs(seed, n + more, cols, 9);
         let weights = random(seed ^ 77, rows * cols);
-        let u = upper_cholesky(&inverse(damped_hessian(padded_rows(&x, cols, n), n), n), n);
+        let u = upper_cholesky(&inverse(damped_hessian(padded_rows(&x, cols, n), n, 0.01).0, n), n);
         let found = exec(2, Isa::best(), |exec| {
             pruned(exec, &weights, cols, sparsity, statistics(exec, &x, cols).as_ref())
         });
@@ -152,7 +152,7 @@ proptest! {
         let n = cols.next_multiple_of(64);
         let x = inputs(seed, n + more, cols, 9);
         let weights = random(seed ^ 77, rows * cols);
-        let u = upper_cholesky(&inverse(damped_hessian(padded_rows(&x, cols, n), n), n), n);
+        let u = upper_cholesky(&inverse(damped_hessian(padded_rows(&x, cols, n), n, 0.01).0, n), n);
         let block_bytes = 2 + grid.inputs;
         let row_bytes = cols / grid.inputs * block_bytes;
         let mut stored = vec![0; rows * row_bytes];

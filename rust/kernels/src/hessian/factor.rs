@@ -21,8 +21,8 @@ use crate::{Exec, PoolError};
 /// directions that the calibration data does not contain.
 const DAMPING: f32 = 0.01;
 
-/// Damping for each input per row: the fewer rows, the less they say of other texts
-/// (`benches/record/2026-11-30-amd-epyc-zen5/calibration-shrinkage.txt`).
+/// Damping for quantization as a multiple of inputs / rows, where that is more than [`DAMPING`]: the fewer rows, the less they
+/// say of other texts (`benches/record/2026-11-30-amd-epyc-zen5/calibration-shrinkage.txt`).
 const DAMPING_BY_INPUTS: f32 = 0.5;
 
 /// Reason that statistics could not be computed.
@@ -127,16 +127,20 @@ impl Hessian {
             return Ok(None);
         }
         let scale = mean.recip() as f32;
-        let diagonal = diagonal.into_iter().map(|x| x * scale);
         // With fewer rows than inputs, correlations do not generalize, so only the diagonal is used. It is mixed with
         // the identity in proportion to the number of rows.
         if self.rows < size as u64 {
             let share = self.rows as f32 / size as f32;
-            let importance = diagonal.map(|x| share * x + (1.0 - share)).collect();
+            let importance = diagonal.into_iter().map(|x| share * x * scale + (1.0 - share)).collect();
             return Ok(Some(InputStatistics { cols, basis, importance, factor: None, correction: None }));
         }
         let inputs_per_row = size as f32 / self.rows as f32;
-        let damping = DAMPING.max(DAMPING_BY_INPUTS * inputs_per_row);
+        let damping = match basis {
+            Basis::Rotated => DAMPING.max(DAMPING_BY_INPUTS * inputs_per_row),
+            Basis::Plain => DAMPING,
+        };
+        // The mean of the diagonal is 1 after damping too.
+        let [scale, damping] = [scale, damping].map(|x| x / (1.0 + damping));
         let Self { mut sums, pending, errors, .. } = self;
         let scaled = Tiles::row_blocks(&mut sums, size, 1);
         exec.run(size, |row| {
@@ -160,8 +164,8 @@ impl Hessian {
     }
 }
 
-/// Factors `h: [size][size]`, given by its upper triangle, whose smallest eigenvalue is at least [`DAMPING`]. `panels` is
-/// a buffer for a super-block of rows.
+/// Factors `h: [size][size]`, given by its upper triangle, whose smallest eigenvalue is at least that of the damping.
+/// `panels` is a buffer for a super-block of rows.
 fn factor(
     exec: &Exec<'_>,
     mut h: PageSlice<f32>,
@@ -209,7 +213,7 @@ fn diagonal_factor(h: &[f32], size: usize, inputs: &[usize]) -> Vec<f64> {
         row[..k].fill(0.0);
         let square = row[k] - dot(&row[k + 1..], &row[k + 1..]);
         // In exact arithmetic the square is at least the damping; rounding may make it smaller.
-        row[k] = square.max(f64::from(DAMPING)).sqrt();
+        row[k] = square.max(f64::from(DAMPING / (1.0 + DAMPING))).sqrt();
         for other in above.chunks_exact_mut(width) {
             other[k] = (other[k] - dot(&other[k + 1..], &row[k + 1..])) / row[k];
         }

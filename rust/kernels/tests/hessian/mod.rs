@@ -93,11 +93,10 @@ pub fn upper_cholesky(a: &[f64], n: usize) -> Vec<f64> {
     u
 }
 
-/// Returns the Hessian of rows `[n]`, scaled to a mean diagonal of 1 and damped as in GPTQ, more if there are few rows.
-pub fn damped_hessian(rows: impl Iterator<Item = Vec<f64>>, n: usize) -> Vec<f64> {
-    let (mut sums, mut count) = (vec![0.0; n * n], 0);
+/// Returns the Hessian of rows `[n]`, damped and scaled to a mean diagonal of 1, and the factor that scaled it.
+pub fn damped_hessian(rows: impl Iterator<Item = Vec<f64>>, n: usize, damping: f64) -> (Vec<f64>, f64) {
+    let mut sums = vec![0.0; n * n];
     for x in rows {
-        count += 1;
         for i in 0..n {
             for j in 0..n {
                 sums[i * n + j] += x[i] * x[j];
@@ -105,10 +104,10 @@ pub fn damped_hessian(rows: impl Iterator<Item = Vec<f64>>, n: usize) -> Vec<f64
         }
     }
     let mean = (0..n).map(|i| sums[i * n + i]).sum::<f64>() / n as f64;
-    sums.iter_mut().for_each(|sum| *sum /= mean);
-    let damping = f64::max(0.01, 0.5 * n as f64 / f64::from(count));
-    (0..n).for_each(|i| sums[i * n + i] += damping);
-    sums
+    let scale = 1.0 / (mean * (1.0 + damping));
+    sums.iter_mut().for_each(|sum| *sum *= scale);
+    (0..n).for_each(|i| sums[i * n + i] += damping / (1.0 + damping));
+    (sums, scale)
 }
 
 /// Returns the rows of `x: [rows, cols]`, zero-padded to `n` inputs.

@@ -4,14 +4,15 @@
 //! theorem of HIGGS, <https://arxiv.org/abs/2411.17525>), and faster where they are large. [`survey`] measures the errors
 //! in each format, on a sample of the rows, and [`probe`] how the loss grows with the error of each class of matrices, on
 //! tokens that the model predicts. The rows of an embedding or lm_head get formats in bands of tokens, by how much the
-//! model predicts them ([`predictions`]). With calibration data, the tokens are from it, and the errors are those of calibrated quantization,
-//! as the inputs of the matrix weigh them.
+//! model predicts them ([`predictions`]). With calibration data, the tokens are from it, and the errors are those of
+//! calibrated quantization, as the inputs of the matrix weigh them.
 
 mod budget;
-mod ends;
 mod growth;
 mod kinds;
+mod loss;
 mod noise;
+mod outside;
 mod predictions;
 mod probe;
 mod survey;
@@ -129,8 +130,8 @@ pub fn allocate_bits(
         calibrate::check_memory(spec, source, &loader, calibration, exec.pool.threads())?;
     }
     let surveyed = tensors.size.bytes as f64;
-    let predictions = if sequences.is_some() { 1.0 } else { 2.0 };
-    let total = surveyed * (1.0 + predictions * PREDICTION_WORK + PROBE_WORK);
+    let passes = if sequences.is_some() { 1.0 } else { 2.0 };
+    let total = surveyed * (1.0 + passes * PREDICTION_WORK + PROBE_WORK);
     let mut done = 0.0;
     let mut advance = |bytes: f64| {
         done += bytes;
@@ -146,7 +147,7 @@ pub fn allocate_bits(
     };
     let mut predictions = predict(&read)?;
     // Without a text, the model reads tokens that it predicts after random ones.
-    if sequences.is_none() && spec.lm_head.is_some() {
+    if sequences.is_none() {
         read = predictions.draw(&read);
         predictions = predict(&read)?;
     }

@@ -1,4 +1,4 @@
-//! Which tokens the model predicts, and what the rows of bands of tokens share of a loss.
+//! Predicting tokens with the exact model, and the shares of bands of tokens in the loss of an embedding or lm_head.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,16 +6,18 @@ use std::ops::Range;
 use ferrule_kernels::disjoint::Tiles;
 use ferrule_kernels::{Exec, PoolError};
 
-use super::ends::{Ends, LastWeights};
 use super::kinds::bands;
+use super::loss::{log_sum, map_rows};
 use super::noise::Noisy;
+use super::outside::{LastWeights, OutsideLayers};
 use crate::quantization::Quantization;
 use crate::random::RandomMatrix;
 use crate::spec::ModelSpec;
 use crate::weights::{LoadError, Loader, Source};
 
 /// Maximum number of sequences that the model reads, and of tokens of each.
-const READ: [usize; 2] = [16, 256];
+const SEQUENCES: usize = 16;
+const LENGTH: usize = 256;
 
 /// Number of tokens of a random sequence.
 const RANDOM_LENGTH: usize = 64;
@@ -28,17 +30,16 @@ const TASK_TOKENS: usize = 1024;
 
 /// Returns what the model reads to predict tokens: the beginnings of some calibration sequences, or random tokens.
 pub(super) fn read_tokens(spec: &ModelSpec, sequences: Option<&[Vec<u32>]>) -> Vec<Vec<u32>> {
-    let [count, length] = READ;
     if let Some(sequences) = sequences {
-        return beginnings(sequences, count, length.min(spec.max_position_embeddings));
+        return beginnings(sequences, SEQUENCES, LENGTH);
     }
     let length = RANDOM_LENGTH.min(spec.max_position_embeddings);
     let token = |place: f64| ((place * spec.vocab_size as f64) as u32).min(spec.vocab_size as u32 - 1);
-    (0..count).map(|index| random_places("tokens", index, length).map(token).collect()).collect()
+    (0..SEQUENCES).map(|index| uniform_numbers("tokens", index, length).map(token).collect()).collect()
 }
 
 /// Returns uniform random numbers from 0 to 1; the same name and index give the same.
-fn random_places(name: &str, index: usize, count: usize) -> impl Iterator<Item = f64> {
+fn uniform_numbers(name: &str, index: usize, count: usize) -> impl Iterator<Item = f64> {
     let mut numbers = vec![0.0; count];
     RandomMatrix::new(name, index + 1).read_row(index, &mut numbers);
     // Uniform numbers from -1/2 to 1/2 have the variance 1 / 12.
@@ -83,39 +84,39 @@ impl Predictions {
         advance: &mut dyn FnMut(f64),
     ) -> Result<Self, LoadError> {
         if spec.lm_head.is_none() {
-            let [probabilities, variances, squares] = [(); 3].map(|()| vec![1.0; spec.vocab_size]);
-            return Ok(Self { probabilities, variances, squares });
+            let ones = vec![1.0; spec.vocab_size];
+            return Ok(Self { probabilities: ones.clone(), variances: ones.clone(), squares: ones });
         }
         let (exact, layers) = (Loader::new(spec, source, Quantization::BF16), spec.layers.len());
         let without_noise = || Noisy::new(exec, None, layers);
         let tables = exact.tables(&mut without_noise())?;
-        let ends = Ends { spec, sequences, exec, loader: &exact, tables: &tables };
-        let mut pass = ends.begin(without_noise())?;
+        let model = OutsideLayers { spec, sequences, exec, loader: &exact, tables: &tables };
+        let mut pass = model.begin(without_noise())?;
         for (index, layer_spec) in spec.layers.iter().enumerate() {
             let layer = exact.layer(&mut without_noise(), index, layer_spec, &[])?;
             pass.advance(&layer, index, &mut || ())?;
             advance(1.0 / (layers + 1) as f64);
         }
-        let weights = ends.load(without_noise())?;
+        let weights = model.load(without_noise())?;
         let mut predictions = Self::new(squares(&weights, spec.vocab_size));
-        for rows in ends.scored(&mut pass, &weights)?.chunks(LOGIT_ROWS * spec.hidden_size) {
-            predictions.add(&exec, &ends.logits(rows, &weights)?)?;
+        for rows in model.scored(&mut pass, &weights)?.chunks(LOGIT_ROWS * spec.hidden_size) {
+            predictions.add(&exec, &model.logits(rows, &weights)?)?;
         }
         advance(1.0 / (layers + 1) as f64);
-        Ok(predictions)
+        if predictions.are_finite() { Ok(predictions) } else { Err(LoadError::OutputNotFinite) }
     }
 
     /// Creates predictions of no tokens.
     fn new(squares: Vec<f64>) -> Self {
-        let [probabilities, variances] = [(); 2].map(|()| vec![0.0; squares.len()]);
-        Self { probabilities, variances, squares }
+        let zeros = vec![0.0; squares.len()];
+        Self { probabilities: zeros.clone(), variances: zeros, squares }
     }
 
     /// Adds the predictions of rows of logits.
     fn add(&mut self, exec: &Exec<'_>, logits: &[f32]) -> Result<(), PoolError> {
         let Self { probabilities, variances, squares } = self;
         let rows: Vec<_> = logits.chunks_exact(squares.len()).collect();
-        let log_sums = of_rows(exec, rows.len(), |row| log_sum(rows[row]))?;
+        let log_sums = map_rows(exec, rows.len(), |row| log_sum(rows[row]))?;
         let tasks = squares.len().div_ceil(TASK_TOKENS);
         let sums = [probabilities, variances].map(|sums| Tiles::row_blocks(sums, 1, TASK_TOKENS));
         exec.run(tasks, |task| {
@@ -132,19 +133,24 @@ impl Predictions {
         })
     }
 
+    fn are_finite(&self) -> bool {
+        let Self { probabilities, variances, squares } = self;
+        [probabilities, variances, squares].into_iter().flatten().all(|number| number.is_finite())
+    }
+
     /// Returns sequences of tokens drawn from the mean prediction, as long as those of `like`. So rare tokens are rare without
     /// any text.
     pub fn draw(&self, like: &[Vec<u32>]) -> Vec<Vec<u32>> {
         let mut total = 0.0;
-        let add = |p: &f64| {
+        let to_cumulative = |p: &f64| {
             total += p;
             total
         };
-        let cumulative: Vec<_> = self.probabilities.iter().map(add).collect();
+        let cumulative: Vec<_> = self.probabilities.iter().map(to_cumulative).collect();
         let last = cumulative.len() - 1;
         let token = |place: f64| cumulative.partition_point(|sum| *sum <= place * total).min(last) as u32;
         let sequence = |(index, tokens): (usize, &Vec<u32>)| {
-            random_places("predicted tokens", index, tokens.len()).map(token).collect()
+            uniform_numbers("predicted tokens", index, tokens.len()).map(token).collect()
         };
         like.iter().enumerate().map(sequence).collect()
     }
@@ -181,34 +187,18 @@ fn squares(weights: &LastWeights, vocabulary: usize) -> Vec<f64> {
     (0..vocabulary).map(square).collect()
 }
 
-/// Computes a number for each of `count` rows, in parallel.
-pub(super) fn of_rows(
-    exec: &Exec<'_>,
-    count: usize,
-    of_row: impl Fn(usize) -> f64 + Sync,
-) -> Result<Vec<f64>, PoolError> {
-    let mut numbers = vec![0.0; count];
-    let tiles = Tiles::row_blocks(&mut numbers, 1, 1);
-    exec.run(count, |row| tiles.take(row).contiguous()[0] = of_row(row))?;
-    drop(tiles);
-    Ok(numbers)
-}
-
-/// Returns the logarithm of the sum of the exponentials of logits.
-pub(super) fn log_sum(logits: &[f32]) -> f64 {
-    let peak = logits.iter().fold(f32::NEG_INFINITY, |peak, logit| peak.max(*logit));
-    f64::from(peak) + logits.iter().map(|logit| f64::from((logit - peak).exp())).sum::<f64>().ln()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::num::NonZeroUsize;
 
     use ferrule_kernels::arch::Isa;
     use ferrule_kernels::{Cancel, Pool};
+    use serde_json::json;
 
-    use super::super::probe::divergence;
+    use super::super::loss::divergence;
     use super::*;
+    use crate::specs;
 
     fn predictions(logits: &[f32], squares: &[f64]) -> Predictions {
         let (pool, cancel) = (Pool::new(NonZeroUsize::new(2).unwrap()), Cancel::new());
@@ -234,6 +224,29 @@ mod tests {
             expected.iter().zip(found.probabilities.iter().zip(&found.variances))
         {
             assert!((p / found_p - 1.0).abs() < 1e-5 && (variance / found_variance - 1.0).abs() < 1e-5);
+        }
+    }
+
+    #[test]
+    fn logits_that_are_not_finite_are_seen() {
+        let excluded = [1.0, f32::NEG_INFINITY, 0.0];
+        assert!(predictions(&excluded, &[1.0; 3]).are_finite());
+        for logits in [[1.0, f32::NAN, 0.0], [1.0, f32::INFINITY, 0.0]] {
+            assert!(!predictions(&logits, &[1.0; 3]).are_finite(), "{logits:?}");
+        }
+    }
+
+    #[test]
+    fn random_tokens_are_in_the_vocabulary_and_the_positions() {
+        let mut json = specs::llama(96, 1);
+        for positions in [7, 256] {
+            json["max_position_embeddings"] = json!(positions);
+            let spec = ModelSpec::from_json(&json.to_string()).unwrap();
+            let read = read_tokens(&spec, None);
+            assert_eq!(read.len(), SEQUENCES);
+            assert!(read.iter().all(|tokens| tokens.len() == RANDOM_LENGTH.min(positions)));
+            let tokens: BTreeSet<_> = read.iter().flatten().copied().collect();
+            assert!(tokens.len() > 48 && *tokens.last().unwrap() < 96, "{tokens:?}");
         }
     }
 

@@ -14,11 +14,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ferrule_kernels::{Exec, machine};
 
-use super::ends::{Ends, LastWeights};
 use super::growth::Growth;
 use super::kinds::{as_inputs, class, is_of_tokens, kind, kind_of_band};
+use super::loss::{divergence, map_rows, relative_error};
 use super::noise::{NOISES, Noise, Noisy, noises};
-use super::predictions::{LOGIT_ROWS, Shares, beginnings, log_sum, of_rows};
+use super::outside::{LastWeights, OutsideLayers};
+use super::predictions::{LOGIT_ROWS, Shares, beginnings};
 use crate::calibrate::{Pass, State, float_bytes};
 use crate::quantization::Quantization;
 use crate::spec::ModelSpec;
@@ -33,8 +34,8 @@ pub(super) fn tokens(read: &[Vec<u32>]) -> Vec<Vec<u32>> {
     beginnings(read, SEQUENCES, LENGTH)
 }
 
-/// Returns how the loss grows with the relative squared error of each class of matrices, which are calibrated or not.
-/// Calls `advance` with the share of the work that was done.
+/// Returns how the loss grows with the relative squared error of each class of matrices, which are calibrated or not, and of
+/// each band of tokens, by their `shares`. Calls `advance` with the share of the work that was done.
 pub(super) fn measure(
     spec: &ModelSpec,
     source: Source<'_>,
@@ -51,17 +52,17 @@ pub(super) fn measure(
         |list: QuantizedRoles| -> BTreeSet<_> { list.roles.iter().map(|role| class(&kind(role), layers)).collect() };
 
     let tables = exact.tables(&mut Noisy::new(exec, None, layers))?;
-    let ends = Ends { spec, sequences, exec, loader: &exact, tables: &tables };
+    let model = OutsideLayers { spec, sequences, exec, loader: &exact, tables: &tables };
     let mut outside = QuantizedRoles::default();
     integer.embedding(&mut outside)?;
     integer.streams(&mut outside)?;
     integer.lm_head_projection(&mut outside)?;
     integer.lm_head(&mut outside)?;
     let outside = classes(outside);
-    let mut pass = ends.begin(Noisy::new(exec, None, layers))?;
+    let mut pass = model.begin(Noisy::new(exec, None, layers))?;
     let mut states = BTreeMap::new();
     for noise in noises(&outside, is_calibrated) {
-        let state = ends.begin(Noisy::new(exec, Some(&noise), layers))?.state;
+        let state = model.begin(Noisy::new(exec, Some(&noise), layers))?.state;
         states.insert(noise, state);
     }
     for (index, layer_spec) in spec.layers.iter().enumerate() {
@@ -88,14 +89,14 @@ pub(super) fn measure(
         advance(1.0 / (layers + 1) as f64);
     }
 
-    let weights = ends.load(Noisy::new(exec, None, layers))?;
+    let weights = model.load(Noisy::new(exec, None, layers))?;
     let (outside, inside): (Vec<_>, Vec<_>) = states.into_iter().partition(|(noise, _)| outside.contains(&noise.class));
     let of_tokens = outside.iter().filter(|(noise, _)| is_of_tokens(&noise.class));
     let mut exact_states = of_tokens.map(|_| pass.copy_state()).collect::<Result<Vec<_>, _>>()?;
-    let reference = outputs(&ends, &mut pass, &weights)?;
+    let reference = outputs(&model, &mut pass, &weights)?;
     let mut loss = |state: State, weights: &LastWeights| -> Result<f64, LoadError> {
         pass.state = state;
-        let loss = mean_loss(spec, exec, &reference, &outputs(&ends, &mut pass, weights)?)?;
+        let loss = mean_loss(spec, exec, &reference, &outputs(&model, &mut pass, weights)?)?;
         if loss.is_finite() { Ok(loss) } else { Err(LoadError::OutputNotFinite) }
     };
     let mut losses = Losses::new();
@@ -117,7 +118,7 @@ pub(super) fn measure(
     }
     drop(weights);
     for (noise, state) in last {
-        let changed = ends.load(Noisy::new(exec, Some(&noise), layers))?;
+        let changed = model.load(Noisy::new(exec, Some(&noise), layers))?;
         let losses = if is_of_tokens(&noise.class) { &mut of_outputs } else { &mut losses };
         losses.entry(noise.class).or_default()[noise.level] = loss(state, &changed)?;
     }
@@ -179,7 +180,8 @@ pub(super) fn check_memory(spec: &ModelSpec, source: Source<'_>, read: &[Vec<u32
     // Classes of layers and the few outside of them, each with hidden states and perhaps those before the first layer, for
     // each noise.
     let states = 2 * NOISES.len() as u64 * (classes.len() as u64 + 4) * float_bytes(probed, spec.streams_width());
-    let states = states.max(2 * float_bytes(read, spec.streams_width()));
+    // To predict tokens: hidden states, those before the first layer, and those that are scored.
+    let states = states.max(float_bytes(read, spec.streams_width()).saturating_mul(3));
     let (needs, available) = (most.saturating_add(states), machine::available_memory());
     if needs > available {
         let what = "bit allocation, with a layer twice in bf16 and the hidden states of all runs,";
@@ -190,9 +192,9 @@ pub(super) fn check_memory(spec: &ModelSpec, source: Source<'_>, read: &[Vec<u32
 
 /// Computes the outputs of the scored tokens after the last layer: logits `[tokens, vocab_size]`, or hidden states
 /// `[tokens, hidden_size]` of a model that has no lm_head.
-fn outputs(ends: &Ends<'_, '_>, pass: &mut Pass<'_>, weights: &LastWeights) -> Result<Vec<f32>, LoadError> {
-    let rows = ends.scored(pass, weights)?;
-    if ends.spec.lm_head.is_some() { ends.logits(&rows, weights) } else { Ok(rows) }
+fn outputs(model: &OutsideLayers<'_, '_>, pass: &mut Pass<'_>, weights: &LastWeights) -> Result<Vec<f32>, LoadError> {
+    let rows = model.scored(pass, weights)?;
+    if model.spec.lm_head.is_some() { model.logits(&rows, weights) } else { Ok(rows) }
 }
 
 /// Returns the mean loss of outputs: their KL divergence from the exact ones if they are logits, else their relative
@@ -202,7 +204,7 @@ fn mean_loss(spec: &ModelSpec, exec: Exec<'_>, exact: &[f32], found: &[f32]) -> 
         Some(_) => (spec.vocab_size, divergence),
         None => (spec.hidden_size, relative_error),
     };
-    let losses = of_rows(&exec, exact.len() / width, |row| {
+    let losses = map_rows(&exec, exact.len() / width, |row| {
         let [exact, found] = [exact, found].map(|rows| &rows[row * width..][..width]);
         of_row(exact, found)
     })?;
@@ -214,43 +216,9 @@ fn mean_loss(spec: &ModelSpec, exec: Exec<'_>, exact: &[f32], found: &[f32]) -> 
 /// Loss of a row of outputs, from the exact row and the one found.
 type RowLoss = fn(&[f32], &[f32]) -> f64;
 
-/// Returns the KL divergence of the probabilities of two rows of logits.
-pub(super) fn divergence(exact: &[f32], found: &[f32]) -> f64 {
-    let (of_exact, of_found) = (log_sum(exact), log_sum(found));
-    let of_logits = |(exact, found): (&f32, &f32)| {
-        let log_probability = f64::from(*exact) - of_exact;
-        let probability = f64::from((log_probability as f32).exp());
-        // A token that the model excludes has no weight, also where both logits are minus infinity.
-        if probability == 0.0 { 0.0 } else { probability * (log_probability - (f64::from(*found) - of_found)) }
-    };
-    exact.iter().zip(found).map(of_logits).sum()
-}
-
-/// Returns the squared error of a row, relative to its squares.
-fn relative_error(exact: &[f32], found: &[f32]) -> f64 {
-    let squares = |numbers: &mut dyn Iterator<Item = f32>| numbers.map(|x| f64::from(x).powi(2)).sum::<f64>();
-    let error = squares(&mut exact.iter().zip(found).map(|(exact, found)| exact - found));
-    if error > 0.0 { error / squares(&mut exact.iter().copied()) } else { 0.0 }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn divergence_is_that_of_softmax() {
-        let (exact, found) = ([0.0, 1.0, -2.0, 3.0], [0.5, 1.0, -1.0, 2.0f32]);
-        let softmax = |logits: &[f32]| {
-            let sum = logits.iter().map(|logit| f64::from(*logit).exp()).sum::<f64>();
-            logits.iter().map(|logit| f64::from(*logit).exp() / sum).collect::<Vec<_>>()
-        };
-        let (p, q) = (softmax(&exact), softmax(&found));
-        let expected = p.iter().zip(&q).map(|(p, q)| p * (p / q).ln()).sum::<f64>();
-        assert!((divergence(&exact, &found) - expected).abs() < 1e-6);
-        assert!(divergence(&exact, &exact.map(|x| x + 7.0)).abs() < 1e-6);
-        let excluded = [0.0, 1.0, f32::NEG_INFINITY];
-        assert!(divergence(&excluded, &excluded).abs() < 1e-6);
-    }
 
     #[test]
     fn classes_without_a_loss_get_the_least_of_the_others() {
@@ -262,11 +230,5 @@ mod tests {
         };
         assert_eq!(factors([0.0, 3.0, 2.0]), [2.0, 3.0, 2.0]);
         assert_eq!(factors([0.0; 3]), [1.0; 3]);
-    }
-
-    #[test]
-    fn relative_errors_are_squared() {
-        assert_eq!(relative_error(&[3.0, 4.0], &[3.0, 3.0]), 1.0 / 25.0);
-        assert_eq!(relative_error(&[0.0], &[0.0]), 0.0);
     }
 }

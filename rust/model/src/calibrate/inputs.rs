@@ -353,8 +353,13 @@ mod tests {
         let (pool, cancel) = (Pool::new(NonZeroUsize::new(2).unwrap()), Cancel::new());
         let exec = Exec { isa: Isa::best(), pool: &pool, cancel: &cancel };
         let load = |name| Loader::new(&spec, Source::Random, Quantization::named(name).unwrap());
-        let sequences: Vec<Vec<u32>> = [200, 256, 17].map(|length| (0..length).map(|i| i * i % 96).collect()).into();
-        let (floats, mut wanted) = (load("f32"), CalibratedSites::new(Some(473)));
+        // Many tokens for each input, so that corrections shrink little.
+        let lengths = std::iter::once(17).chain([256; 32]);
+        let sequences: Vec<Vec<u32>> = lengths
+            .enumerate()
+            .map(|(first, length)| (first..first + length).map(|i| (i * i % 96) as u32).collect())
+            .collect();
+        let (floats, mut wanted) = (load("f32"), CalibratedSites::new(Some(17 + 32 * 256)));
         load("int8").layer(&mut wanted, 0, &spec.layers[0], &[]).unwrap();
         let embedding = floats.embedding(&mut in_memory(exec, &mut |_, _| ())).unwrap();
         let layer = floats.layer(&mut in_memory(exec, &mut |_, _| ()), 0, &spec.layers[0], &[]).unwrap();

@@ -1,4 +1,4 @@
-//! The parts of a model before its first and after its last layer.
+//! Computing what a model does before its first and after its last layer.
 
 use std::cell::RefCell;
 
@@ -12,8 +12,8 @@ use crate::spec::ModelSpec;
 use crate::streams::StreamEnds;
 use crate::weights::{Embedding, Linear, LoadError, Loader, Norm, TokenTable};
 
-/// The model before its first and after its last layer.
-pub(super) struct Ends<'a, 's> {
+/// What is before the first layer and after the last.
+pub(super) struct OutsideLayers<'a, 's> {
     pub spec: &'a ModelSpec,
     pub sequences: &'a [Vec<u32>],
     pub exec: Exec<'a>,
@@ -44,7 +44,7 @@ impl LastWeights {
     }
 }
 
-impl<'a> Ends<'a, '_> {
+impl<'a> OutsideLayers<'a, '_> {
     /// Returns all sequences before the first layer.
     pub fn begin(&self, mut noisy: Noisy<'_>) -> Result<Pass<'a>, LoadError> {
         let embedding = self.loader.embedding(&mut noisy)?;
