@@ -13,7 +13,7 @@ from ferrule._validation import check_integer
 from ferrule.errors import InvalidParameterError, PromptError
 
 TOKENS = 65_536
-"""Default number of calibration tokens: 128 windows. More tokens take longer and hardly change the result."""
+"""Default number of calibration tokens: 128 windows. Calibration takes time and memory in proportion."""
 WINDOW = 512
 """Length of a window in tokens, special tokens at its beginning included."""
 MIN_TOKENS = 256
