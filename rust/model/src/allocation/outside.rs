@@ -12,7 +12,7 @@ use crate::spec::ModelSpec;
 use crate::streams::StreamEnds;
 use crate::weights::{Embedding, Linear, LoadError, Loader, Norm, TokenTable};
 
-/// What is before the first layer and after the last.
+/// Parts of a model before its first and after its last layer.
 pub(super) struct OutsideLayers<'a, 's> {
     pub spec: &'a ModelSpec,
     pub sequences: &'a [Vec<u32>],

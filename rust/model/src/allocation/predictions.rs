@@ -54,7 +54,7 @@ pub(super) fn beginnings(sequences: &[Vec<u32>], count: usize, length: usize) ->
     chosen.map(|tokens| tokens[..tokens.len().min(length)].to_vec()).collect()
 }
 
-/// What the exact model predicts for the second halves of some sequences, by token of the vocabulary.
+/// Predictions of the exact model for the second halves of some sequences, by token of the vocabulary.
 pub(super) struct Predictions {
     /// Sums of the probabilities `p`.
     probabilities: Vec<f64>,
