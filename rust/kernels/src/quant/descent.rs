@@ -246,7 +246,7 @@ mod tests {
     fn no_sweep_increases_the_loss_of_a_row() {
         let (pool, cancel) = (Pool::new(NonZeroUsize::MIN), Cancel::new());
         // Inputs with twenty common directions.
-        let (basis, count) = (random(1, 20 * COLS), COLS + 100);
+        let (basis, count) = (random(1, 20 * COLS), 16 * COLS);
         let (shares, mut inputs) = (random(2, 20 * count), random(3, COLS * count));
         for (input, shares) in inputs.chunks_exact_mut(COLS).zip(shares.chunks_exact(20)) {
             for (direction, share) in basis.chunks_exact(COLS).zip(shares) {
