@@ -141,6 +141,14 @@ impl Predictions {
     /// Returns sequences of tokens drawn from the mean prediction, as long as those of `like`. So rare tokens are rare without
     /// any text.
     pub fn draw(&self, like: &[Vec<u32>]) -> Vec<Vec<u32>> {
+        let places: Vec<_> =
+            (0..like.len()).flat_map(|index| uniform_numbers("predicted tokens", index, like[index].len())).collect();
+        let mut drawn = self.tokens_at(&places).into_iter();
+        like.iter().map(|tokens| drawn.by_ref().take(tokens.len()).collect()).collect()
+    }
+
+    /// Returns the tokens at `places`, numbers from 0 to 1, in the cumulative mean prediction.
+    fn tokens_at(&self, places: &[f64]) -> Vec<u32> {
         let mut total = 0.0;
         let to_cumulative = |p: &f64| {
             total += p;
@@ -148,11 +156,8 @@ impl Predictions {
         };
         let cumulative: Vec<_> = self.probabilities.iter().map(to_cumulative).collect();
         let last = cumulative.len() - 1;
-        let token = |place: f64| cumulative.partition_point(|sum| *sum <= place * total).min(last) as u32;
-        let sequence = |(index, tokens): (usize, &Vec<u32>)| {
-            uniform_numbers("predicted tokens", index, tokens.len()).map(token).collect()
-        };
-        like.iter().enumerate().map(sequence).collect()
+        let token = |place: &f64| cumulative.partition_point(|sum| sum <= &(place * total)).min(last) as u32;
+        places.iter().map(token).collect()
     }
 
     /// Returns the shares of bands of tokens, by their first tokens.
@@ -253,11 +258,14 @@ mod tests {
     #[test]
     fn tokens_are_drawn_as_often_as_they_are_predicted() {
         let logits = [0.0, 3.0_f32.ln(), f32::NEG_INFINITY, 0.0, 3.0_f32.ln(), f32::NEG_INFINITY];
-        let drawn = predictions(&logits, &[1.0; 3]).draw(&[vec![0; 5000], vec![0; 3000]]);
-        assert_eq!(drawn.iter().map(Vec::len).collect::<Vec<_>>(), [5000, 3000]);
-        let count = |token| drawn.iter().flatten().filter(|drawn| **drawn == token).count();
-        assert!(count(0).abs_diff(2000) < 200, "{}", count(0));
-        assert_eq!((count(0) + count(1), count(2)), (8000, 0));
+        let predictions = predictions(&logits, &[1.0; 3]);
+        let places: Vec<_> = (0..1000).map(|place| (f64::from(place) + 0.5) / 1000.0).collect();
+        let at = predictions.tokens_at(&places);
+        let count = |token| at.iter().filter(|drawn| **drawn == token).count();
+        assert_eq!([count(0), count(1), count(2)], [250, 750, 0]);
+        let drawn = predictions.draw(&[vec![0; 50], vec![0; 30]]);
+        assert_eq!(drawn.iter().map(Vec::len).collect::<Vec<_>>(), [50, 30]);
+        assert!(drawn.iter().flatten().all(|token| *token < 2), "{drawn:?}");
     }
 
     #[test]
