@@ -23,6 +23,8 @@ pub trait Variant: Copy + Send + Sync + 'static {
     const BY_CODES: bool;
     /// See [`Dot::CODE_ROWS`].
     const CODE_ROWS: usize = 0;
+    /// See [`Dot::READS_ONE_STREAM`].
+    const READS_ONE_STREAM: bool = false;
 
     /// Whether there is an instruction that expands bytes.
     const EXPANDS: bool = false;
@@ -471,6 +473,7 @@ impl<V: Variant> Dot for Zmm<V> {
     const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
     const BY_CODES: bool = V::BY_CODES;
     const CODE_ROWS: usize = V::CODE_ROWS;
+    const READS_ONE_STREAM: bool = V::READS_ONE_STREAM;
 
     // 24 accumulators, four weights, and a broadcast activation: the fewest loads for a product.
     const BYTE_TILE_ROWS: usize = 6;

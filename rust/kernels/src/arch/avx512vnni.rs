@@ -25,6 +25,7 @@ impl Variant for Vnni {
     const WEIGHT_BIAS: u8 = 128;
     const BY_CODES: bool = false;
     const CODE_ROWS: usize = 2;
+    const READS_ONE_STREAM: bool = true;
 
     #[inline(always)]
     fn dot(self, acc: __m512i, w: __m512i, x: __m512i) -> __m512i {
@@ -78,6 +79,7 @@ impl Variant for VnniVbmi2 {
     const WEIGHT_BIAS: u8 = Vnni::WEIGHT_BIAS;
     const BY_CODES: bool = Vnni::BY_CODES;
     const CODE_ROWS: usize = Vnni::CODE_ROWS;
+    const READS_ONE_STREAM: bool = Vnni::READS_ONE_STREAM;
     const EXPANDS: bool = true;
 
     #[inline(always)]

@@ -380,7 +380,8 @@ impl Dot for Scalar {
     const WEIGHT_BIAS: u8 = 0;
     const BY_CODES: bool = true;
 
-    const BYTE_TILE_ROWS: usize = 2;
+    // Sums of bytes are function calls, so a larger tile would keep nothing in registers and take longer to compile.
+    const BYTE_TILE_ROWS: usize = 1;
     const BYTE_TILE_PANELS: usize = 1;
 
     #[inline(never)]

@@ -264,6 +264,9 @@ pub trait Dot: Simd {
     const BY_CODES: bool;
     /// Maximum number of rows of a tile for which codes with sub-scales are multiplied although [`Dot::BY_CODES`] is false.
     const CODE_ROWS: usize = 0;
+    /// Whether some processors that have no faster instruction set read weights faster as one stream of memory
+    /// ([`reads_one_stream`](crate::machine::reads_one_stream)). Other instruction sets have no kernels for one stream.
+    const READS_ONE_STREAM: bool = false;
 
     /// Rows of activations in a register tile of the integer matmul over many rows.
     const BYTE_TILE_ROWS: usize;

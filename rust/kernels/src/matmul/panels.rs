@@ -33,7 +33,7 @@ const FEW_BLOCKS: usize = 1;
 /// Maximum number of sums of few rows: that of the largest register tile.
 const MAX_FEW_SUMS: usize = 24;
 
-/// Maximum number of rows of a task, which bounds its time: a usual chunk of 512, in whole tiles of 2, 4 or 6.
+/// Maximum number of rows of a task, which bounds its time: a usual chunk of 512, in whole tiles of 4 or 6.
 pub(super) const MAX_TASK_ROWS: usize = 516;
 
 thread_local! {
@@ -229,7 +229,7 @@ impl<W: Weights> DotKernel for Panels<'_, '_, W> {
                         })*
                     };
                 }
-                many!(2 x 1  4 x 1  6 x 1  6 x 2  6 x 4);
+                many!(1 x 1  4 x 1  6 x 1  6 x 2  6 x 4);
             }
             Rows::OnUnit => unreachable!("tiles of a matrix unit"),
         }
@@ -297,7 +297,7 @@ impl<'a, W: Weights> Panels<'a, '_, W> {
     #[inline(always)]
     pub fn streams<S: Dot, U: Unpack, const R: usize>(&mut self, simd: S) {
         let format = PhantomData::<U>;
-        if const { R <= one_stream_rows::<U>() } && self.one_stream {
+        if const { S::READS_ONE_STREAM && R <= one_stream_rows::<U>() } && self.one_stream {
             return enter::<S, U, _>(simd, SideBySide::<_, _, R, 1> { of: self, format });
         }
         match const { unpacked_streams::<S, U>(R) } {

@@ -108,7 +108,7 @@ impl<F: SparseFormat> FewRows<'_, '_, '_, F> {
     where
         F: Selects,
     {
-        if const { R <= ONE_STREAM_ROWS } && self.0.one_stream {
+        if const { S::READS_ONE_STREAM && R <= ONE_STREAM_ROWS } && self.0.one_stream {
             return simd.vectorize_dot(Select::<F, R, 1> { of: self.0 });
         }
         simd.vectorize_dot(Select::<F, R, MAX_STREAMS> { of: self.0 });
