@@ -380,7 +380,8 @@ impl Dot for Scalar {
     const WEIGHT_BIAS: u8 = 0;
     const BY_CODES: bool = true;
 
-    // Sums of bytes are function calls, so a larger tile would keep nothing in registers and take longer to compile.
+    // Two rows are a quarter faster, and one row is a sixth faster with two panels side by side, but they take longer to
+    // compile (`benches/record/2026-12-01-amd-epyc-zen5/kernels-compile.txt`): only machines without AVX2 run this code.
     const BYTE_TILE_ROWS: usize = 1;
     const BYTE_TILE_PANELS: usize = 1;
 

@@ -264,8 +264,8 @@ pub trait Dot: Simd {
     const BY_CODES: bool;
     /// Maximum number of rows of a tile for which codes with sub-scales are multiplied although [`Dot::BY_CODES`] is false.
     const CODE_ROWS: usize = 0;
-    /// Whether some processors that have no faster instruction set read weights faster as one stream of memory
-    /// ([`reads_one_stream`](crate::machine::reads_one_stream)). Other instruction sets have no kernels for one stream.
+    /// Whether there are kernels that read panels as one stream of memory: for instruction sets that may be the fastest of a
+    /// processor that reads one stream faster. Others ignore [`reads_one_stream`](crate::machine::reads_one_stream).
     const READS_ONE_STREAM: bool = false;
 
     /// Rows of activations in a register tile of the integer matmul over many rows.

@@ -33,7 +33,7 @@ const FEW_BLOCKS: usize = 1;
 /// Maximum number of sums of few rows: that of the largest register tile.
 const MAX_FEW_SUMS: usize = 24;
 
-/// Maximum number of rows of a task, which bounds its time: a usual chunk of 512, in whole tiles of 4 or 6.
+/// Maximum number of rows of a task, which bounds its time: a usual chunk of 512, in whole tiles of 1, 4 or 6.
 pub(super) const MAX_TASK_ROWS: usize = 516;
 
 thread_local! {
@@ -196,7 +196,7 @@ pub(super) struct Panels<'a, 'o, W> {
     pub panel_lines: usize,
     /// Whether the weights probably are in the last-level cache.
     pub in_cache: bool,
-    /// Whether panels are read one after the other where there are few rows.
+    /// Whether panels are read one after the other where there are few rows and kernels for it ([`Dot::READS_ONE_STREAM`]).
     pub one_stream: bool,
     /// Columns of `out` that the panels compute: the first, and the one after the last.
     pub column: usize,
@@ -224,6 +224,7 @@ impl<W: Weights> DotKernel for Panels<'_, '_, W> {
             Rows::Many(_) => {
                 macro_rules! many {
                     ($($r:literal x $p:literal)*) => {
+                        const { assert!(false $(|| $r == S::BYTE_TILE_ROWS && $p == tile_panels::<S, W>())*) }
                         $(if const { $r == S::BYTE_TILE_ROWS && $p == tile_panels::<S, W>() } {
                             self.many_rows::<S, Vectors, $r, $p>(simd, Vectors);
                         })*
