@@ -26,8 +26,6 @@ pub trait Variant: Copy + Send + Sync + 'static {
     const BY_CODES: bool;
     /// See [`Dot::CODE_ROWS`].
     const CODE_ROWS: usize = 0;
-    /// See [`Dot::READS_ONE_STREAM`].
-    const READS_ONE_STREAM: bool = false;
 
     /// Computes one half of [`Dot::dot`].
     fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i;
@@ -75,7 +73,6 @@ impl Variant for Plain {
     // intermediate results.
     const BYTE_TILE_ROWS: usize = 4;
     const BY_CODES: bool = true;
-    const READS_ONE_STREAM: bool = true;
 
     /// AVX2 has no product of signed bytes: the sign of `w` goes to `x`. Pairs of products stay below 2^15, as `x` is
     /// never -128.
@@ -527,7 +524,7 @@ impl<V: Variant> Dot for Ymm<V> {
     const WEIGHT_BIAS: u8 = V::WEIGHT_BIAS;
     const BY_CODES: bool = V::BY_CODES;
     const CODE_ROWS: usize = V::CODE_ROWS;
-    const READS_ONE_STREAM: bool = V::READS_ONE_STREAM;
+    const READS_ONE_STREAM: bool = true;
 
     const BYTE_TILE_ROWS: usize = V::BYTE_TILE_ROWS;
     const BYTE_TILE_PANELS: usize = 1;

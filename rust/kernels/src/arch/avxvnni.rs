@@ -31,7 +31,6 @@ macro_rules! vnni {
             const BYTE_TILE_ROWS: usize = 6;
             const BY_CODES: bool = false;
             const CODE_ROWS: usize = 2;
-            const READS_ONE_STREAM: bool = true;
 
             #[inline(always)]
             fn dot(self, acc: __m256i, w: __m256i, x: __m256i) -> __m256i {

@@ -224,7 +224,10 @@ impl<W: Weights> DotKernel for Panels<'_, '_, W> {
             Rows::Many(_) => {
                 macro_rules! many {
                     ($($r:literal x $p:literal)*) => {
-                        const { assert!(false $(|| $r == S::BYTE_TILE_ROWS && $p == tile_panels::<S, W>())*) }
+                        const {
+                            let is_listed = false $(|| $r == S::BYTE_TILE_ROWS && $p == tile_panels::<S, W>())*;
+                            assert!(is_listed, "no kernel for the tile of this instruction set");
+                        }
                         $(if const { $r == S::BYTE_TILE_ROWS && $p == tile_panels::<S, W>() } {
                             self.many_rows::<S, Vectors, $r, $p>(simd, Vectors);
                         })*
